@@ -17,11 +17,12 @@ import re
 import stat
 import tempfile
 import time
+from binascii import crc32
 from collections.abc import Callable, Collection, Iterator
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from qworker.clock import boot_id
+from qworker.process.randomness import RANDOM
 from qworker.process.running_file import SLOT
 
 try:
@@ -36,6 +37,12 @@ LONG_DEAD = 86400.0
 """Seconds after which the files of a consumer are no longer needed, if its broker is a server."""
 LOOKS_AGAIN = 10
 """After how many looks LocalDeaths examines ignored locks again."""
+NEIGHBOURS = 2
+STRAY = 2
+"""How many locks of others each consumer examines: those after its own, and random ones, in case those before
+them are frozen. In one second nearly all are examined, at a cost that does not grow with their number."""
+SETTLED_SECONDS = 1.0
+"""The time of a directory that is younger may not show its next change."""
 _NAME = re.compile(r"[0-9]+\.[0-9a-f]{12}\.(?:lock|running)")
 """The only accepted file names, because anyone who can write to the broker could name any file."""
 
@@ -60,11 +67,13 @@ class OwnerFiles:
     """The files of this process as a consumer.
 
     - directory: returns their directory, or None if there is none; called when they are needed.
+    - place: the URL of the broker, whose consumers examine each other's locks.
     - lock: path of the locked file, '' if there is none.
     """
 
-    def __init__(self, directory: Callable[[], Path | None]) -> None:
+    def __init__(self, directory: Callable[[], Path | None], place: str = "") -> None:
         self._directory = directory
+        self._place = place
         self._running: str | None = None
         self._file = -1
         self._copied = b""
@@ -75,7 +84,7 @@ class OwnerFiles:
         """Path of the running file, which does not change; '' if there is none."""
         if self._running is None:
             directory = self._directory()
-            name = f"{os.getpid()}.{os.urandom(6).hex()}.running"
+            name = f"{os.getpid()}.{_group_of(self._place)}{os.urandom(4).hex()}.running"
             self._running = "" if directory is None else str(directory / name)
         return self._running
 
@@ -175,13 +184,22 @@ def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tupl
                 yield path.stem, tags
 
 
-def _free_locks(running: str, skipped: AbstractSet[str] = frozenset()) -> Iterator[Path]:
-    """Yield the free locks in the directory of the running file *running*, except *skipped* paths; nothing if
-    that is ''."""
+def _free_locks(running: str) -> Iterator[Path]:
+    """Yield the free locks in the directory of the running file *running*; nothing if that is ''."""
     with contextlib.suppress(OSError):
         for path in Path(running).parent.glob("*.lock") if running else ():
-            if str(path) not in skipped and _is_free(str(path)):
+            if _is_free(str(path)):
                 yield path
+
+
+def _group_of(place: str) -> str:
+    """Return the four digits that the names of the files of consumers at *place* share."""
+    return f"{crc32(place.encode()) & 0xFFFF:04x}"
+
+
+def _key(name: str) -> str:
+    """Return the digits in a file's *name*: those of its group, and random ones."""
+    return name.partition(".")[2]
 
 
 class LocalDeaths:
@@ -191,17 +209,42 @@ class LocalDeaths:
         self._ignored: set[str] = set()
         """Free locks that belong to none of the broker's consumers."""
         self._looks = 0
+        self._others: list[str] = []
+        """The locks in our group, without ours, from the one after it."""
+        self._listed_at = -1
+        """The modification time, in nanoseconds, of the directory that they were read from; -1: it may have
+        changed since."""
 
     def look(self, running: str) -> set[str]:
-        """Return the paths of the free locks in the directory of the running file *running*, without ignored
-        ones. These are examined only now and then: there may be hundreds, of workers that were killed."""
+        """Return the paths of free locks in the group and the directory of the running file *running*,
+        without ignored ones. These are examined only now and then: there may be hundreds, of workers that
+        were killed. Of more than a few others some are examined, and all if one of those is free."""
         self._looks += 1
-        again = self._looks % LOOKS_AGAIN == 0
-        skipped: AbstractSet[str] = frozenset() if again else self._ignored
-        free = {str(path) for path in _free_locks(running, skipped)}
-        if again:
-            self._ignored &= free  # a consumer creates its lock before it takes it
-        return free - self._ignored
+        if self._looks % LOOKS_AGAIN == 0:  # a consumer creates its lock before it takes it
+            self._ignored = set(filter(_is_free, self._ignored))
+        others = [path for path in self._beside(running) if path not in self._ignored]
+        some = others
+        if len(others) > NEIGHBOURS + STRAY:
+            some = others[:NEIGHBOURS] + RANDOM.sample(others[NEIGHBOURS:], STRAY)
+        return set(filter(_is_free, others)) if any(map(_is_free, some)) else set()
+
+    def _beside(self, running: str) -> list[str]:
+        """Return the other locks in the group of *running*, from the one after its own."""
+        if not running or fcntl is None:
+            return []
+        directory, own = os.path.split(lock_beside(running))
+        try:
+            changed_at = os.stat(directory).st_mtime_ns
+            if changed_at != self._listed_at:
+                group = f".{_key(own)[:4]}"
+                names = [name for name in os.listdir(directory) if name.endswith(".lock") and group in name]
+                names.sort(key=lambda name: (_key(name) <= _key(own), _key(name)))
+                self._others = [os.path.join(directory, name) for name in names if name != own]
+                settled = changed_at < time.time_ns() - SETTLED_SECONDS * 1e9
+                self._listed_at = changed_at if settled else -1
+        except OSError:
+            return []
+        return self._others
 
     def ignore(self, locks: Collection[str]) -> None:
         """Do not return *locks* again while they stay free: the broker knows no consumers with them."""

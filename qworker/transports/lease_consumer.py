@@ -48,7 +48,7 @@ class WorkerRecord(NamedTuple):
 class LeaseConsumer(Consumer, Hearing, Presenting):
     """clock: for due times. lease_seconds: how long a silent consumer is considered alive. uptime: returns
     the seconds used for leases; None: the server's clock is used. directory: returns that of the owner files;
-    None: there are none."""
+    None: there are none. place: the broker's URL."""
 
     def __init__(
         self,
@@ -56,18 +56,20 @@ class LeaseConsumer(Consumer, Hearing, Presenting):
         lease_seconds: float,
         uptime: Callable[[], float] | None,
         directory: Callable[[], Path | None],
+        place: str,
     ) -> None:
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._leases_on = uptime
         self._uptime = uptime or boottime
         self._directory = directory
+        self._place = place
         self._first_queue = 0
         self._start_over()
 
     def _start_over(self) -> None:
         """Reset to the state before registration. Subclasses add their own."""
-        self._files = OwnerFiles(self._directory)
+        self._files = OwnerFiles(self._directory, self._place)
         self._generation = NOT_REGISTERED
         self._renew_at = 0.0
         self._presence = ""

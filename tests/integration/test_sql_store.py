@@ -25,6 +25,7 @@ from qworker.transports.lease import NO_ROOM, Ack, Broker, Consumer, Reclaimed, 
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.link import ClaimOrder
+from qworker.transports.sql.reclaim import others
 from qworker.transports.sql.schema import waking
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
@@ -192,6 +193,22 @@ def test_an_expired_lease_is_looked_at_again_after_a_late_answer(
     assert other.consumer.reclaim() == [], "its owner may only have been unable to renew"
     monkeypatch.undo()
     assert [(one.name, one.returned) for one in other.consumer.reclaim()] == [("gone@test", 1)]
+
+
+def test_a_look_for_dead_workers_reads_few_rows_of_a_fleet(stores: Any) -> None:
+    """Each worker looks; otherwise all would read the rows of all."""
+    fleet = [stores(lease_seconds=seconds) for seconds in (0.05, 0.05, 60.0, 70.0, 80.0)]
+    generations = [each.consumer.register(f"w{n}@test", ["q"], 1) for n, each in enumerate(fleet)]
+    time.sleep(0.2)
+
+    def read(every: bool) -> tuple[list[str], int]:
+        found, count = fleet[-1].consumer._handle.run(
+            lambda link: others(link, generations[-1], None, True, every)
+        )
+        return sorted(each.name for each in found if each.until > each.now or each.silent), count
+
+    assert read(every=False) == (["w0@test", "w1@test", "w2@test"], 5)
+    assert read(every=True) == (["w0@test", "w1@test", "w2@test", "w3@test"], 5)
 
 
 # -- Waking one waiting worker on PostgreSQL --

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qworker.clock import boot_id
 from qworker.process.owner_files import (
     LOOKS_AGAIN,
+    NEIGHBOURS,
+    STRAY,
     LocalDeaths,
     OwnerFiles,
     copied_tags,
@@ -224,3 +228,54 @@ def test_ignored_locks_are_examined_only_now_and_then(tmp_path: Path) -> None:
     other.take()
     other.let_go()
     assert [deaths.look(own.running) for _ in range(3 * LOOKS_AGAIN)] == [set()] * 3 * LOOKS_AGAIN
+
+
+def test_looks_at_a_large_fleet_examine_a_few_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the looks of a hundred idle workers would examine ten thousand locks a second."""
+    fleet = [holding(tmp_path) for _ in range(60)]
+    opened: list[str] = []
+    open_ = os.open
+
+    def counting(path: Any, *more: Any) -> int:
+        opened.append(str(path))
+        return open_(path, *more)
+
+    monkeypatch.setattr(os, "open", counting)
+    deaths = [LocalDeaths() for _ in fleet]
+    for each, own in zip(deaths, fleet, strict=True):
+        assert each.look(own.running) == set()
+    assert len(opened) == (NEIGHBOURS + STRAY) * len(fleet)
+    assert set(opened) == {own.lock for own in fleet}, "the neighbours' alone are all"
+
+
+def test_every_death_in_a_large_fleet_is_noticed_by_its_neighbours(tmp_path: Path) -> None:
+    fleet = [holding(tmp_path) for _ in range(40)]
+    locks = [own.lock for own in fleet]
+    deaths = [LocalDeaths() for _ in fleet]
+    for own in fleet[:30]:
+        own.let_go()
+    found = [each.look(own.running) for each, own in zip(deaths[30:], fleet[30:], strict=True)]
+    assert set(locks[:30]) in found, "who finds one looks for all"
+    assert all(each in (set(), set(locks[:30])) for each in found)
+
+
+def test_consumers_of_other_brokers_are_not_examined(tmp_path: Path) -> None:
+    own, other = OwnerFiles(lambda: tmp_path, "redis://a/0"), OwnerFiles(lambda: tmp_path, "redis://b/0")
+    own.take()
+    other.take()
+    other.let_go()
+    deaths = LocalDeaths()
+    assert deaths.look(own.running) == set()
+    same = OwnerFiles(lambda: tmp_path, "redis://a/0")
+    same.take()
+    lock = same.lock
+    same.let_go()
+    assert deaths.look(own.running) == {lock}
+
+
+def test_a_missing_directory_of_locks_has_no_deaths(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    own = holding(directory)
+    shutil.rmtree(directory)
+    assert LocalDeaths().look(own.running) == set()

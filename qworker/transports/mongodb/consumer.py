@@ -197,7 +197,7 @@ class MongoConsumer(LeaseConsumer):
     ) -> None:
         self._server = server
         self._looking = Looking()
-        super().__init__(clock, lease_seconds, uptime, runtime_directory)
+        super().__init__(clock, lease_seconds, uptime, runtime_directory, server.safe_url)
 
     def _start_over(self) -> None:
         super()._start_over()

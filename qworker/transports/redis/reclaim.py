@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from qworker.clock import boot_id
@@ -61,19 +62,28 @@ class Reclaimer:
 
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
         """Return generation, end of the lease and record of each consumer."""
+        leases = self._leases(link)
+        self._read_records(link, leases)
+        return [(generation, lease, self._records[generation]) for generation, lease in leases.items()]
+
+    def _leases(self, link: Link) -> dict[bytes, bytes]:
+        """Return the ends of all leases by generation."""
         reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         leases = {generation: lease for generation, lease in pairs if whole(generation)}
         self._idle = {each: lease for each, lease in self._idle.items() if leases.get(each) == lease}
-        unknown = [generation for generation in leases if generation not in self._records]
+        self._records = {each: record for each, record in self._records.items() if each in leases}
+        return leases
+
+    def _read_records(self, link: Link, generations: Iterable[bytes]) -> None:
+        """Read the records of *generations* that are not known yet."""
+        unknown = [generation for generation in generations if generation not in self._records]
         if unknown:
             commands = b"".join(
                 pack(("HGETALL", self._layout.key(f"owner.{generation.decode()}"))) for generation in unknown
             )
             for generation, fields in zip(unknown, link.ask(commands, len(unknown)), strict=True):
                 self._records[generation] = record_of(checked(link, fields))
-        self._records = {generation: self._records[generation] for generation in leases}
-        return [(generation, lease, self._records[generation]) for generation, lease in leases.items()]
 
     def reclaim(
         self, link: Link, own: int, wall: float, now: float | None, silent_too: bool, running: str
@@ -90,20 +100,20 @@ class Reclaimer:
             return []
         self._look_at = began + LOOK_SECONDS
         found = []
-        owners = self.owners(link)
-        if not any(whole(generation) != own for generation, _, _ in owners):
+        others = {each: lease for each, lease in self._leases(link).items() if whole(each) != own}
+        if not others:
             self._local_deaths.ignore(free)
             return []
         current = server_time(link) if now is None and silent_too else now or 0.0
         silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
-        for generation, lease, record in owners:
-            if whole(generation) == own:
+        expired = {each for each, lease in others.items() if silent_too and float(lease) < current}
+        self._read_records(link, others if free else expired)
+        for generation, lease in others.items():
+            if (record := self._records.get(generation)) is None:
                 continue
             dead = died(record)
             forgotten = float(lease) < current - FORGET_SECONDS
-            silent = (
-                silent_too and float(lease) < current and (forgotten or self._idle.get(generation) != lease)
-            )
+            silent = generation in expired and (forgotten or self._idle.get(generation) != lease)
             if not dead and not silent:
                 continue
             reply = self._layout.run(

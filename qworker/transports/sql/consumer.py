@@ -75,7 +75,7 @@ class SQLConsumer(LeaseConsumer):
         lease_seconds: float,
         uptime: Callable[[], float] | None,
     ) -> None:
-        super().__init__(clock, lease_seconds, uptime, runtime_directory)
+        super().__init__(clock, lease_seconds, uptime, runtime_directory, name)
         self._name = name
         self._handle = Handle(connect, name, self._connected)
         self._results = results

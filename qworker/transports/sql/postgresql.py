@@ -238,7 +238,7 @@ class PostgreSQLLink(Link):
         ]
         if self._relaxed:
             # All queries of a worker have an index. Plans made for a small table must work for a large one.
-            settings += ["synchronous_commit = off", *BY_INDEX]
+            settings += ["synchronous_commit = off", "plan_cache_mode = force_generic_plan", *BY_INDEX]
         self.configure(settings)
 
     def configure(self, settings: Sequence[str]) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qworker.clock import boot_id
 from qworker.process import owner_files
 from qworker.process.crash_points import crash_point
+from qworker.process.randomness import RANDOM
 from qworker.transports.lease import Reclaimed
 from qworker.transports.portions import portions
 from qworker.transports.sql.join_rows import PORTION as PLACES
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 OWNERS = (
     f"SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW} FROM qworker_owner WHERE id <> %s"
 )
+NEXT_OWNERS = f"""SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW},
+(SELECT count(*) FROM qworker_owner) FROM qworker_owner WHERE id <> %s AND lease_until <=
+coalesce((SELECT min(lease_until) FROM qworker_owner WHERE id <> %s AND lease_until > {NOW}), 1e300)"""
+"""Only those whose lease has expired, and that whose lease expires next; and how many there are."""
+LOOK_APART = 0.05
+"""Seconds between two looks of a large fleet, whose consumers look one after another."""
 HELD = "SELECT tag FROM {message} WHERE owner = %s AND state = 2"
 COUNT = "UPDATE {message} SET deliveries = deliveries + 1 WHERE tag"
 PUT_BACK = "UPDATE {message} SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2"
@@ -135,17 +142,27 @@ def _put_back(session: Session, tables: Tables, owner: OtherConsumer, tags: set[
     return Reclaimed(owner.name, len(tags), len(running))
 
 
-def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[OtherConsumer]:
-    """Yield the consumers besides that of *generation*. now: on the clock of the leases, None: the
-    database's. silent_too: as in ``Consumer.reclaim()``."""
+def others(
+    link: Link, generation: int, now: float | None, silent_too: bool, every: bool
+) -> tuple[list[OtherConsumer], int]:
+    """Return the consumers besides that of *generation*, and how many there are. now: on the clock of the
+    leases, None: the database's. silent_too: as in ``Consumer.reclaim()``. every: False returns those of
+    NEXT_OWNERS only."""
     began = time.monotonic()
-    rows = link.ask(OWNERS, (generation,))
+    if every or now is not None:
+        rows = link.ask(OWNERS, (generation,))
+        count = len(rows) + 1
+    else:
+        rows = link.ask(NEXT_OWNERS, (generation, generation))
+        count = rows[0][-1] if rows else 1
+    found = []
     silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
-    for id, name, boot, lock, running, copied, until, clock in rows:
+    for id, name, boot, lock, running, copied, until, clock, *_ in rows:
         current = float(clock) if now is None else now
         dead, silent = owner_files.died(lock, boot), silent_too and until < current
         file = running if boot == boot_id() else ""
-        yield OtherConsumer(id, name, dead, silent, False, until, current, lock, file, copied)
+        found.append(OtherConsumer(id, name, dead, silent, False, until, current, lock, file, copied))
+    return found, count
 
 
 class Reclaimer:
@@ -179,7 +196,7 @@ class Reclaimer:
             return []
 
         def work(link: Link) -> list[Reclaimed]:
-            owners = list(others(link, generation, now, silent))
+            owners, count = others(link, generation, now, silent, bool(free))
             for other in self._blocked.keys() - {owner.id for owner in owners if owner.dead or owner.silent}:
                 del self._blocked[other]
             found, locked = reclaim(
@@ -187,7 +204,10 @@ class Reclaimer:
             )
             leases = [each.until - each.now for each in owners if not (each.dead or each.silent)]
             if silent and now is None and not locked:  # no lease expires before
-                self._look_at = began + min(leases, default=self._lease_seconds)
+                rest = min(leases, default=self._lease_seconds)
+                if rest > 0:  # otherwise the answer was late
+                    rest = max(rest, count * LOOK_APART * RANDOM.uniform(0.5, 1.5))
+                self._look_at = began + rest
             self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
             return found
 

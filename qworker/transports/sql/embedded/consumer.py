@@ -16,7 +16,7 @@ from typing import Any
 from qworker.clock import Clock, boot_id
 from qworker.errors import LeaseLost
 from qworker.process.crash_points import crash_point
-from qworker.process.owner_files import LONG_DEAD, died, lock_beside
+from qworker.process.owner_files import LONG_DEAD, LocalDeaths, died, lock_beside
 from qworker.process.wakeup import WakeupPipe
 from qworker.safe_repr import printable
 from qworker.transports.lease import (
@@ -152,7 +152,10 @@ class SQLiteConsumer(LeaseConsumer):
         """Whether we were notified, and have not claimed since."""
         self._strict = False
         """Whether the file enforces the types of its columns."""
-        super().__init__(clock, lease_seconds, uptime, lambda: database.owners)
+        self._local_deaths = LocalDeaths()
+        self._look_at = 0.0
+        """The time of the leases' clock until which no lease of another consumer expires."""
+        super().__init__(clock, lease_seconds, uptime, lambda: database.owners, "")
 
     def _abandon_connections(self) -> None:
         self._release_connections()
@@ -379,12 +382,19 @@ class SQLiteConsumer(LeaseConsumer):
     # -- now and then --
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        free, now = self._local_deaths.look(self._files.running), self._uptime()
+        if not free and (not silent or now < self._look_at):
+            return []
         with self._held() as connection:
             session = FileSession(connection)
-            others = self._others(session, silent)
+            others = list(self._others(session, silent))
             # No lock of the file outlasts its process.
             found, _ = reclaim(session, TABLES, others, self._messages.notify, lambda generation: None)
-            return found
+        if silent:
+            leases = (each.until for each in others if not (each.dead or each.silent))
+            self._look_at = min(leases, default=now + self._lease_seconds)
+        self._local_deaths.ignore(free - {each.lock for each in others if each.dead})
+        return found
 
     def _others(self, session: FileSession, silent_too: bool) -> Iterator[OtherConsumer]:
         now = self._uptime()
