@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: list, setup, run, growth, steady, schedulers, django, spooler, report. Without a
-command it runs all workloads: some 40 minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, steady, fleet, schedulers, django, spooler, report.
+Without a command it runs all workloads: some 40 minutes."""
 
 import argparse
 import signal
@@ -13,6 +13,7 @@ from benchmarks import (
     django,
     django_page,
     environments,
+    fleet,
     growth,
     markdown,
     report,
@@ -73,6 +74,10 @@ def _numbers(text: str) -> list[int]:
     if not all(1 <= value <= 1_000_000 for value in values):
         raise argparse.ArgumentTypeError("give numbers from 1 to a million")
     return values
+
+
+def _urls(text: str) -> list[str]:
+    return [url for url in text.split(",") if url]
 
 
 def _chosen(options: argparse.Namespace, default: Sequence[str]) -> list[str]:
@@ -164,6 +169,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     long.add_argument("--out", **out)
     long.set_defaults(command=_steady)
+
+    many = commands.add_parser("fleet", help="measure what idle workers cost a broker")
+    many.add_argument(
+        "--urls", type=_urls, default=["redis://"], metavar="URL,URL", help="of brokers; default: redis://"
+    )
+    many.add_argument(
+        "--workers",
+        type=_numbers,
+        default=[10, 100, 1000],
+        metavar="N,N",
+        help="how many there are; default: 10,100,1000",
+    )
+    many.add_argument("--seconds", type=float, default=20.0, metavar="N", help="of idleness; default: 20")
+    many.add_argument("--calls", type=int, default=300, metavar="N", help="default: %(default)s")
+    many.add_argument("--out", **out)
+    many.set_defaults(command=_fleet)
 
     look = commands.add_parser("schedulers", help="measure what it costs to look after many entries")
     look.add_argument(
@@ -295,6 +316,12 @@ def _steady(options: argparse.Namespace) -> int:
     found = steady.execute(peers, options.tasks, options.waiting, options.out)
     print(steady.document(found))
     return 1 if any(each.error or each.lost for each in found) else 0
+
+
+def _fleet(options: argparse.Namespace) -> int:
+    found = fleet.execute(options.urls, options.workers, options.seconds, options.calls, options.out)
+    print(fleet.document(found))
+    return 1 if any(each.lost for each in found) else 0
 
 
 def _schedulers(options: argparse.Namespace) -> int:

@@ -28,7 +28,9 @@ MOST_WAITING = 1_000_000
 LARGEST = 10_000_000
 """Bytes of arguments in one bulk call."""
 SECONDS = 240.0
-"""The longest that one filling may take; a peer that needs longer has no such point."""
+SLOWEST = 10_000.0
+"""The longest that one filling may take, or messages a second if that is longer; a peer that needs longer has
+no such point."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,20 @@ def _fill(
     room = sum(len(item) for item in extra if isinstance(item, str))
     batch = min(BATCH, max(1, LARGEST // (room + 1))) if "bulk" in cell.peer.workloads else 0
     lane = {} if queue is None else {"queue": queue}
+    limit = max(SECONDS, count / SLOWEST)
     answer = cell.ask(
-        "fill", task=task, base=base, count=count, extra=list(extra), batch=batch, limit=SECONDS, **lane
+        "fill",
+        task=task,
+        base=base,
+        count=count,
+        extra=list(extra),
+        batch=batch,
+        limit=limit,
+        timeout=limit + 60.0,
+        **lane,
     )
     if answer["sent"] < count:
-        raise CellError(f"only {answer['sent']:,} of {count:,} messages were in after {SECONDS:.0f} s")
+        raise CellError(f"only {answer['sent']:,} of {count:,} messages were in after {limit:.0f} s")
     return base, answer["sent"], 1e6 * answer["seconds"] / answer["sent"]
 
 

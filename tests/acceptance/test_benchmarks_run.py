@@ -57,6 +57,29 @@ def test_run_measures_all_workloads_and_writes_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+@pytest.mark.parametrize("server", ["sqlite", "redis", "postgresql"])
+def test_fleet_measures_idle_workers_and_calls(server: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/fleet.db" if server == "sqlite" else require(server)
+    done = benchmarks(
+        "fleet", "--urls", url, "--workers", "3", "--seconds", "1", "--calls", "5", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "fleet.json").read_text())
+    assert (found["url"], found["workers"], found["lost"]) == (server, 3, 0)
+    assert 0 < found["latency"][0] <= found["latency"][1] < 5000
+    if server != "sqlite":
+        assert found["connections"] >= 3
+    assert f"| {server} | 3 |" in done.stdout
+
+
+def test_fleet_without_a_server_says_so(tmp_path: Path) -> None:
+    done = benchmarks("fleet", "--urls", "redis://127.0.0.1:1", "--workers", "1", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "redis://127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 def test_growth_measures_a_short_queue(tmp_path: Path) -> None:
     done = benchmarks(
         "growth", "--peers", "qworker", "--curves", "queued", "--scale", "0.001", "--out", str(tmp_path)
