@@ -67,7 +67,8 @@ class OwnerFiles:
     """The files of this process as a consumer.
 
     - directory: returns their directory, or None if there is none; called when they are needed.
-    - place: the URL of the broker, whose consumers examine each other's locks.
+    - place: the name of the broker's database. Consumers with the same name examine each other's locks. It
+      does not include the host, which has several names.
     - lock: path of the locked file, '' if there is none.
     """
 
@@ -218,13 +219,14 @@ class LocalDeaths:
     def look(self, running: str) -> set[str]:
         """Return the paths of free locks in the group and the directory of the running file *running*,
         without ignored ones. These are examined only now and then: there may be hundreds, of workers that
-        were killed. Of more than a few others some are examined, and all if one of those is free."""
+        were killed. Of more than a few others some are examined, and all if one of those is free. The first
+        look examines all."""
         self._looks += 1
         if self._looks % LOOKS_AGAIN == 0:  # a consumer creates its lock before it takes it
             self._ignored = set(filter(_is_free, self._ignored))
         others = [path for path in self._beside(running) if path not in self._ignored]
         some = others
-        if len(others) > NEIGHBOURS + STRAY:
+        if self._looks > 1 and len(others) > NEIGHBOURS + STRAY:
             some = others[:NEIGHBOURS] + RANDOM.sample(others[NEIGHBOURS:], STRAY)
         return set(filter(_is_free, others)) if any(map(_is_free, some)) else set()
 

@@ -67,6 +67,26 @@ def test_what_one_worker_leaves_is_taken_by_others(open_: Open, polls: bool) -> 
         assert polls or sum(worker.taken > 0 for worker in workers) > 1
 
 
+def test_a_worker_with_a_long_lease_notices_the_short_ones_of_others(tmp_path: Path) -> None:
+    """On SQLite it reads their leases only when one may have expired, and others register meanwhile."""
+    now, place = 1000.0, SQLitePlace(tmp_path)
+    with ExitStack() as opened:
+
+        def open_one(lease_seconds: float) -> Broker:
+            broker = place.open(lease_seconds=lease_seconds, uptime=lambda: now)
+            opened.callback(broker.close)
+            return broker
+
+        long, short = open_one(600.0), open_one(2.0)
+        long.consumer.register("long", ["q"], 1)
+        assert long.consumer.reclaim() == []
+        short.consumer.register("short", ["q"], 1)
+        short.sender.push([message("a")])
+        assert short.consumer.lease(["q"], 1).messages
+        now += 5.0
+        assert [(each.name, each.returned) for each in long.consumer.reclaim()] == [("short", 1)]
+
+
 def registered(open_: Open, *queues: str) -> Consumer:
     """Return a consumer that waits for messages of *queues*."""
     consumer = open_().consumer

@@ -207,7 +207,7 @@ def test_a_look_for_dead_workers_reads_few_rows_of_a_fleet(stores: Any) -> None:
         )
         return sorted(each.name for each in found if each.until > each.now or each.silent), count
 
-    assert read(every=False) == (["w0@test", "w1@test", "w2@test"], 5)
+    assert read(every=False) == (["w0@test", "w1@test", "w2@test"], 3)
     assert read(every=True) == (["w0@test", "w1@test", "w2@test", "w3@test"], 5)
 
 

@@ -244,6 +244,10 @@ def test_looks_at_a_large_fleet_examine_a_few_locks(tmp_path: Path, monkeypatch:
     deaths = [LocalDeaths() for _ in fleet]
     for each, own in zip(deaths, fleet, strict=True):
         assert each.look(own.running) == set()
+    assert len(opened) == len(fleet) * (len(fleet) - 1), "the first look examines all"
+    opened.clear()
+    for each, own in zip(deaths, fleet, strict=True):
+        assert each.look(own.running) == set()
     assert len(opened) == (NEIGHBOURS + STRAY) * len(fleet)
     assert set(opened) == {own.lock for own in fleet}, "the neighbours' alone are all"
 
@@ -252,6 +256,8 @@ def test_every_death_in_a_large_fleet_is_noticed_by_its_neighbours(tmp_path: Pat
     fleet = [holding(tmp_path) for _ in range(40)]
     locks = [own.lock for own in fleet]
     deaths = [LocalDeaths() for _ in fleet]
+    for each, own in zip(deaths, fleet, strict=True):
+        each.look(own.running)
     for own in fleet[:30]:
         own.let_go()
     found = [each.look(own.running) for each, own in zip(deaths[30:], fleet[30:], strict=True)]
@@ -260,13 +266,13 @@ def test_every_death_in_a_large_fleet_is_noticed_by_its_neighbours(tmp_path: Pat
 
 
 def test_consumers_of_other_brokers_are_not_examined(tmp_path: Path) -> None:
-    own, other = OwnerFiles(lambda: tmp_path, "redis://a/0"), OwnerFiles(lambda: tmp_path, "redis://b/0")
+    own, other = OwnerFiles(lambda: tmp_path, "a"), OwnerFiles(lambda: tmp_path, "b")
     own.take()
     other.take()
     other.let_go()
     deaths = LocalDeaths()
     assert deaths.look(own.running) == set()
-    same = OwnerFiles(lambda: tmp_path, "redis://a/0")
+    same = OwnerFiles(lambda: tmp_path, "a")
     same.take()
     lock = same.lock
     same.let_go()

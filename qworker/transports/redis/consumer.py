@@ -65,7 +65,7 @@ class RedisConsumer(LeaseConsumer):
         self._layout = database.layout
         self._link = Link(database.where)
         self._waiter = Waiter(database.where, database.layout)
-        super().__init__(database.clock, lease_seconds, uptime, runtime_directory, database.where.safe_url)
+        super().__init__(database.clock, lease_seconds, uptime, runtime_directory, f"{database.where.db}")
 
     def _start_over(self) -> None:
         super()._start_over()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError
@@ -75,7 +76,7 @@ class SQLConsumer(LeaseConsumer):
         lease_seconds: float,
         uptime: Callable[[], float] | None,
     ) -> None:
-        super().__init__(clock, lease_seconds, uptime, runtime_directory, name)
+        super().__init__(clock, lease_seconds, uptime, runtime_directory, urlsplit(name).path)
         self._name = name
         self._handle = Handle(connect, name, self._connected)
         self._results = results

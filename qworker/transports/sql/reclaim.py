@@ -35,9 +35,10 @@ OWNERS = (
     f"SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW} FROM qworker_owner WHERE id <> %s"
 )
 NEXT_OWNERS = f"""SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW},
-(SELECT count(*) FROM qworker_owner) FROM qworker_owner WHERE id <> %s AND lease_until <=
+(SELECT count(*) FROM qworker_owner WHERE lease_until > {NOW}) FROM qworker_owner
+WHERE id <> %s AND lease_until <=
 coalesce((SELECT min(lease_until) FROM qworker_owner WHERE id <> %s AND lease_until > {NOW}), 1e300)"""
-"""Only those whose lease has expired, and that whose lease expires next; and how many there are."""
+"""Only those whose lease has expired, and that whose lease expires next; and how many are alive."""
 LOOK_APART = 0.05
 """Seconds between two looks of a large fleet, whose consumers look one after another."""
 HELD = "SELECT tag FROM {message} WHERE owner = %s AND state = 2"
@@ -145,9 +146,9 @@ def _put_back(session: Session, tables: Tables, owner: OtherConsumer, tags: set[
 def others(
     link: Link, generation: int, now: float | None, silent_too: bool, every: bool
 ) -> tuple[list[OtherConsumer], int]:
-    """Return the consumers besides that of *generation*, and how many there are. now: on the clock of the
-    leases, None: the database's. silent_too: as in ``Consumer.reclaim()``. every: False returns those of
-    NEXT_OWNERS only."""
+    """Return the consumers besides that of *generation*, and how many are alive, or at most. now: on the
+    clock of the leases, None: the database's. silent_too: as in ``Consumer.reclaim()``. every: False returns
+    those of NEXT_OWNERS only."""
     began = time.monotonic()
     if every or now is not None:
         rows = link.ask(OWNERS, (generation,))
@@ -206,7 +207,8 @@ class Reclaimer:
             if silent and now is None and not locked:  # no lease expires before
                 rest = min(leases, default=self._lease_seconds)
                 if rest > 0:  # otherwise the answer was late
-                    rest = max(rest, count * LOOK_APART * RANDOM.uniform(0.5, 1.5))
+                    apart = count * LOOK_APART * RANDOM.uniform(0.5, 1.5)
+                    rest = max(rest, min(apart, self._lease_seconds))  # the others may have died since
                 self._look_at = began + rest
             self._local_deaths.ignore(free - {each.lock for each in owners if each.dead})
             return found

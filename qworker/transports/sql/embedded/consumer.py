@@ -73,6 +73,8 @@ NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lea
 presence)
 VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 CHECK_OWNER = "SELECT 1 FROM owner WHERE id = ?"
+OTHERS_SECONDS = 5.0
+"""How long other consumers are not read: one that registers meanwhile may have a short lease."""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
@@ -152,9 +154,6 @@ class SQLiteConsumer(LeaseConsumer):
         """Whether we were notified, and have not claimed since."""
         self._strict = False
         """Whether the file enforces the types of its columns."""
-        self._local_deaths = LocalDeaths()
-        self._look_at = 0.0
-        """The time of the leases' clock until which no lease of another consumer expires."""
         super().__init__(clock, lease_seconds, uptime, lambda: database.owners, "")
 
     def _abandon_connections(self) -> None:
@@ -182,6 +181,15 @@ class SQLiteConsumer(LeaseConsumer):
     def _take_files(self) -> None:
         """Does nothing: _insert() creates them within its transaction."""
 
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._forget_others()
+
+    def _forget_others(self) -> None:
+        self._local_deaths = LocalDeaths()
+        self._look_at = 0.0
+        """The time of the leases' clock until which no lease of another consumer expires."""
+
     def _insert(self, record: WorkerRecord) -> int:
         held_in, self._handle.pinned = self._handle.pinned, None
         try:
@@ -195,6 +203,7 @@ class SQLiteConsumer(LeaseConsumer):
 
     def _insert_by(self, connection: sqlite3.Connection, record: WorkerRecord) -> int:
         self._close_pipes()
+        self._forget_others()  # this may be another file
         self._listed = frozenset(record.queues)
         self._pipe = NotificationPipe(self._database.pipes, "message", self._listed)
         self._revoked = NotificationPipe(self._database.pipes, "revoked")
@@ -382,6 +391,7 @@ class SQLiteConsumer(LeaseConsumer):
     # -- now and then --
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        self._require()
         free, now = self._local_deaths.look(self._files.running), self._uptime()
         if not free and (not silent or now < self._look_at):
             return []
@@ -392,7 +402,7 @@ class SQLiteConsumer(LeaseConsumer):
             found, _ = reclaim(session, TABLES, others, self._messages.notify, lambda generation: None)
         if silent:
             leases = (each.until for each in others if not (each.dead or each.silent))
-            self._look_at = min(leases, default=now + self._lease_seconds)
+            self._look_at = min((now + OTHERS_SECONDS, *leases))
         self._local_deaths.ignore(free - {each.lock for each in others if each.dead})
         return found
 
