@@ -48,7 +48,7 @@ class WorkerRecord(NamedTuple):
 class LeaseConsumer(Consumer, Hearing, Presenting):
     """clock: for due times. lease_seconds: how long a silent consumer is considered alive. uptime: returns
     the seconds used for leases; None: the server's clock is used. directory: returns that of the owner files;
-    None: there are none. place: as for OwnerFiles."""
+    None: there are none. place: the name of the broker's database; see OwnerFiles."""
 
     def __init__(
         self,

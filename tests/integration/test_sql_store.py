@@ -211,6 +211,19 @@ def test_a_look_for_dead_workers_reads_few_rows_of_a_fleet(stores: Any) -> None:
     assert read(every=True) == (["w0@test", "w1@test", "w2@test", "w3@test"], 5)
 
 
+def test_the_next_look_for_dead_workers_is_at_most_a_lease_away(
+    stores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of a large fleet may have died since it was counted."""
+    monkeypatch.setattr("qworker.transports.sql.reclaim.LOOK_APART", 1000.0)
+    first, second = stores(lease_seconds=2.0), stores(lease_seconds=1.0)
+    first.consumer.register("first@test", ["q"], 1)
+    second.consumer.register("second@test", ["q"], 1)
+    assert first.consumer.reclaim() == []
+    rest = first.consumer._reclaimer._look_at - time.monotonic()
+    assert 1.0 < rest <= 2.0
+
+
 # -- Waking one waiting worker on PostgreSQL --
 
 
