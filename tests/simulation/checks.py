@@ -267,7 +267,7 @@ def _letters(seen: Seen, asked: Asked, want: Expected) -> tuple[int, int]:
     """Return how many calls become dead letters, and how many more may do so without a run, because what is
     before them has failed."""
     letters = want.dead * len(asked.results) * seen.case.world.acks_late * (not asked.rolled_back)
-    parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
+    parts = [part for part in asked.parts if isinstance(part, Call)]
     more = sum(part.does == "unacked" and not want.runs[part.number] for part in parts)
     dies = any(part.does == "dies" for part in parts)
     times = (3 if dies else 1) + len(seen.fired)  # each of its deliveries may call them
@@ -448,7 +448,7 @@ def _spared(seen: Seen, asked: Asked) -> set[int]:
     dead = {number for number, run in seen.record.executions[asked.name] if deaths[run.id] > 1}
     return {
         each.number
-        for part in parts_of(asked.order.flow)
+        for part in asked.parts
         for each in getattr(part, "errbacks", ())
         if each.now and not dead.isdisjoint(getattr(one, "number", -1) for one in parts_of(part))
     }
@@ -529,16 +529,16 @@ def _untimely(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
         ends.setdefault(number, []).append(end[0])
     makers = {
         getattr(each, "number", -1): part
-        for part in parts_of(order.flow)
+        for part in asked.parts
         for made in (getattr(part, "calls", None), getattr(part, "adds", None))
         if made
         for each in parts_of(made)
     }
     undelayed = _of_empty_chords(order.flow)
-    if any(getattr(part, "does", "") == "expired" for part in parts_of(order.flow)):
+    if any(getattr(part, "does", "") == "expired" for part in asked.parts):
         # It ends at once, without a run; what follows it need not wait for the countdown of the order.
-        undelayed |= {getattr(part, "number", -1) for part in parts_of(order.flow)} - _first(order.flow)
-    for part in parts_of(order.flow) if order.how != "eager" else ():
+        undelayed |= {getattr(part, "number", -1) for part in asked.parts} - _first(order.flow)
+    for part in asked.parts if order.how != "eager" else ():
         if not isinstance(part, Call) or part.number not in starts:
             continue
         began, maker = starts[part.number], makers.get(part.number)
@@ -597,13 +597,19 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     flow = record.flow(asked.name)
     if flow is None or not record.every:
         return
+    more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
+    more_fail |= bool(seen.refusals_of(asked))
+    due = want.runs if more_fail else want.runs + want.told
+    happened = record.ran(asked.name) + record.told[asked.name]
+    executions = [*record.executions[asked.name], *record.tellings[asked.name]]
+    if happened == due and sum(happened.values()) == len(happened) == len(executions):
+        return
     calls = 2 if asked.order.how == "twice" or _made_twice(seen, asked) else 1
     delivered = {
         number: RUNS[part.does]
         for number, part in flow.parts.items()
         if getattr(part, "does", "") in ("requeue", "dies") and not part.fails and world.acks_late
     }
-    executions = [*record.executions[asked.name], *record.tellings[asked.name]]
     errbacks = {number for number, part in flow.parts.items() if isinstance(part, Errback)}
     # Any call before it may fail again, and then what follows fails without a run.
     callers = dict.fromkeys(errbacks, flow.parts.keys() - errbacks)
@@ -613,12 +619,9 @@ def _too_often(seen: Seen, asked: Asked, want: Expected) -> Iterator[str]:
     )  # an early acknowledged one is sent anew
     repeats = Repeats(executions, record.every, mets, record.bodies, calls, delivered, callers, tagged)
     yield from repeats.problems()
-    more_fail = asked.revoked or seen.may_lose_of(asked) or _fails_to_join(seen, asked)
-    more_fail |= bool(seen.refusals_of(asked))
-    due = want.runs if more_fail else want.runs + want.told
     right = {number: count * calls for number, count in due.items()}
     items = {number: max(1, getattr(part, "items", 1)) for number, part in flow.parts.items()}
-    yield from repeats.beyond(record.ran(asked.name) + record.told[asked.name], right, items)
+    yield from repeats.beyond(happened, right, items)
 
 
 def _made_twice(seen: Seen, asked: Asked) -> bool:
@@ -809,7 +812,7 @@ def _may_be_refused(seen: Seen, asked: Asked) -> bool:
             is_push = met.fault.method == "push" and met.fault.kind in once
             pushes, others = pushes + is_push, others + (not is_push)
     order = asked.order
-    given = [order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow))]
+    given = [order.options, *(getattr(part, "options", {}) for part in asked.parts)]
     unretried = order.how in IN_TRANSACTIONS or is_by_celery(order, seen.case.world)
     unretried |= any(options.get("retry") is False for options in given)
     return bool(others) or pushes > (0 if unretried else 1)
@@ -818,7 +821,7 @@ def _may_be_refused(seen: Seen, asked: Asked) -> bool:
 def _counts_what_is_not_sent(seen: Seen, asked: Asked) -> bool:
     """Return whether a task may have ended between counting a call in its chord and sending it, by its time
     limit, or with its child if it was acknowledged: the chord waits until its join expires."""
-    adding = {part.number for part in parts_of(asked.order.flow) if getattr(part, "adds", None) is not None}
+    adding = {part.number for part in asked.parts if getattr(part, "adds", None) is not None}
     ids = {run.id for number, run in seen.record.executions[asked.name] if number in adding}
     who = ("limit",) if seen.case.world.acks_late else ("limit", "child")
     cuts = {

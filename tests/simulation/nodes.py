@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from unittest import mock
 
@@ -42,7 +42,18 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import STORES, Stores
 from tests.simulation.waiting import Watcher, awaited
 from tests.simulation.world import LEASE_SECONDS, Actor, Clock, Killed, Stuck, Time
-from tests.support.flows import PENDING, Call, Failed, canvas, has_failed, timed, without_ids
+from tests.support.flows import (
+    BACKOFF,
+    OUTDATED,
+    PENDING,
+    Call,
+    Failed,
+    canvas,
+    has_failed,
+    parts_of,
+    timed,
+    without_ids,
+)
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
@@ -401,6 +412,26 @@ class Asked:
         self.unanswered: list[BaseException] = []
         """Errors of callers that asked for a result."""
 
+    @cached_property
+    def parts(self) -> list[Any]:
+        """All parts of its flow."""
+        return list(parts_of(self.order.flow))
+
+    @cached_property
+    def delays(self) -> float:
+        return delays_of(self.order)
+
+
+def delays_of(order: Order) -> float:
+    """Return the sum of all countdowns and retry delays in *order*, in seconds."""
+    parts = list(parts_of(order.flow))
+    given = (order.options, *(getattr(part, "options", {}) for part in parts))
+    does = [getattr(part, "does", "") for part in parts]
+    retries = sum(part.retries * part.delay for part in parts if isinstance(part, Call))
+    countdowns = sum(options.get("countdown") or 0.0 for options in given)
+    again, deaths = does.count("again"), does.count("dies")
+    return float(countdowns + OUTDATED * does.count("outdated") + retries + 3 * BACKOFF * again + deaths)
+
 
 class Caller(Node):
     """A process that calls tasks, waits for them and revokes them."""
@@ -491,7 +522,7 @@ class Caller(Node):
             yield
             if how == "commit":
                 connection.commit()
-                self.time.wake(name="listener")
+                self.time.wake("listener")
 
     def awaited(self, coroutine: Any) -> Any:
         return awaited(self.time, coroutine, self.process.step)

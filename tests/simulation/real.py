@@ -32,13 +32,13 @@ from tests.acceptance.private_servers import missing
 from tests.acceptance.processes import kill
 from tests.simulation.case import Case, Fault
 from tests.simulation.checks import problems
-from tests.simulation.nodes import QUEUES, Asked, Caller, is_ready
+from tests.simulation.nodes import QUEUES, Asked, Caller, delays_of, is_ready
 from tests.simulation.real_drawing import LONGEST, cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
 from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
 from tests.simulation.repeats import Met
-from tests.simulation.run import CALLERS, Seen, all_ids, delays_of, heard, meddle
+from tests.simulation.run import CALLERS, Seen, all_ids, heard, meddle
 from tests.support.flows import Expected, expected
 
 CASES = 6

@@ -36,7 +36,7 @@ from qworker.testing import MemoryStore
 from qworker.transports.lease import DeadLetter, Envelope, Part
 from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
-from tests.simulation.case import Case, Fault, Order
+from tests.simulation.case import Case, Fault
 from tests.simulation.crashing import reaching
 from tests.simulation.nodes import (
     QUEUES,
@@ -56,7 +56,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import LEASE_SECONDS, START, Actor, Killed, Stuck, Time, determined
-from tests.support.flows import ARGS, BACKOFF, OUTDATED, Call, Graph, Mapping, is_line, needs_joins, parts_of
+from tests.support.flows import ARGS, Call, Graph, Mapping, is_line, needs_joins, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
 HAPPENINGS = {
@@ -426,7 +426,8 @@ class Running:
         if self.case.world.key == "late":
             called = sorted(order.at for order in orders)[: (len(orders) + 1) // 2]
             self._at(max(called, default=0.0) + AMID, "world", self._set_key)
-        return max((order.at + delays_of(order) + (order.revoke_at or 0.0) for order in orders), default=0.0)
+        ends = (each.order.at + each.delays + (each.order.revoke_at or 0.0) for each in self.seen.asked)
+        return max(ends, default=0.0)
 
     def _node(self, kind: Any, name: str) -> Any:
         world = self.case.world
@@ -465,12 +466,7 @@ class Running:
             process.reach(point)
 
     def _at(self, at: float, node: str, act: Callable[[], None], waits: bool = False) -> None:
-        def step() -> None:
-            self.time.actors.remove(actor)
-            act()
-
-        actor = Actor(node, "event", step, at, waits)
-        self.time.actors.append(actor)
+        self.time.once(at, node, "event", act, waits)
 
     def _order(self, asked: Asked) -> None:
         number = int(asked.name[1:]) % 2
@@ -481,7 +477,7 @@ class Running:
             )
         asked.begun = True
         # With many orders, the callers wait for others first.
-        self.time.limit = max(self.time.limit, self.time.now + delays_of(asked.order) + 2 * PATIENCE)
+        self.time.limit = max(self.time.limit, self.time.now + asked.delays + 2 * PATIENCE)
         try:
             caller.call(asked)
             caller.process.step()  # an eager task may have caught its death
@@ -740,7 +736,7 @@ class Running:
 
     def quiet(self) -> bool:
         """Return whether no work is left. Bypasses the seams."""
-        if self.open or any(actor.name in ("event", "late") for actor in self.time.actors):
+        if self.open or self.time.expects_events():
             return False
         if not all(node.process.alive and node.idle for node in self.workers.values()):
             return False
@@ -830,11 +826,8 @@ class Running:
         ]
         ends = [0.0]
         for order, asked in zip(self.case.orders, self.seen.asked, strict=False):  # none of Django's jobs
-            now, within = (
-                max(order.at, asked.sent_at),
-                delays_of(order) - (order.options.get("countdown") or 0.0),
-            )
-            end = now + delays_of(order)
+            now, within = max(order.at, asked.sent_at), asked.delays - (order.options.get("countdown") or 0.0)
+            end = now + asked.delays
             for begins, over in sorted(spans) if within else ():
                 if begins < end and over > now:
                     end += over - max(begins, now)
@@ -891,11 +884,14 @@ class Running:
         if self.case.world.by_messages:
             seen.look(lambda asked: self.callers[int(asked.name[1:]) % 2].app)
         elif not self.stores.disabled:
-            seen.look(lambda _: app)
-            seen.refused = {id: self._ended(id) for id in seen.refused}
-            seen.odd = list(self._oddities())
-            if self.case.seed % 4 == 0 and not (self.case.linger or self.case.world.by_messages):
-                seen.odd += self._expiring()
+            with mock.patch.object(app.backend, "get", cache(app.backend.get)):  # nothing changes meanwhile
+                seen.look(lambda _: app)
+                seen.refused = {id: self._ended(id) for id in seen.refused}
+                seen.odd = list(self._oddities())
+                expiring = self.case.seed % 4 == 0 and not self.case.linger
+                ends = self._ends() if expiring else {}
+            if ends:
+                seen.odd += self._expiring(ends)
         if self.schedules is not None:
             self.schedules.look()
         seen.left = {
@@ -914,14 +910,14 @@ class Running:
         """Yield results that ended at a wrong time, or lack the traceback or the calls of their task, or have
         calls of one without a trail."""
         seen, now, ahead = self.seen, self.time.now, self._ahead() + ROUNDING
-        numbers, ended = dict(seen.record.headers.keys()), cache(self._ended)
+        numbers = dict(seen.record.headers.keys())
         for asked in seen.asked:
-            parts = [part for part in parts_of(asked.order.flow) if isinstance(part, Call)]
+            parts = [part for part in asked.parts if isinstance(part, Call)]
             known = {part.number for part in parts if part.instead is None}
             # Each attempt may wait for the time of another clock.
-            longer = delays_of(asked.order) + ahead * (1 + sum(part.retries for part in parts))
+            longer = asked.delays + ahead * (1 + sum(part.retries for part in parts))
             for id in (each.id for made in asked.results for each in calls_of(made)):
-                begun, meta = seen.record.begun.get(id), ended(id)
+                begun, meta = seen.record.begun.get(id), self._ended(id)
                 if meta and meta["status"] == states.REVOKED and id not in seen.record.figures.revoked:
                     yield f"{asked.name}: {id} was revoked without a signal"
                 if not begun or meta is None:
@@ -954,7 +950,7 @@ class Running:
                 if raised and 'program.py", line ' not in (meta["traceback"] or ""):
                     yield f"{asked.name}: {id} has no traceback of its {error}"
         for id, parent in seen.record.parents.items():
-            meta = ended(parent)
+            meta = self._ended(parent)
             killed = (
                 meta is not None
                 and meta["status"] != states.SUCCESS
@@ -964,21 +960,21 @@ class Running:
             if meta is not None and not killed and has_trail and not meta["children"]:
                 yield f"{parent} has called {id}, and has no children"
         for id, trails in seen.record.trails.items():
-            if trails == {False} and (meta := ended(id)) is not None and meta["children"]:
+            if trails == {False} and (meta := self._ended(id)) is not None and meta["children"]:
                 yield f"{id} has the children {meta['children']}, and no trail"
 
-    def _expiring(self) -> Iterator[str]:
-        """Yield results that are gone before they expire, or still there after that. Values of graphs' nodes
-        may be kept several times as long."""
+    def _ends(self) -> dict[str, float]:
+        """Return the ids of tasks that have ended, and when; without graphs, of which values may be kept
+        several times as long."""
+        plain = [asked for asked in self.seen.asked if not isinstance(asked.order.flow, Graph)]
+        calls = [each.id for asked in plain for made in asked.results for each in calls_of(made)]
+        return {id: self._done(meta) for id in calls if (meta := self._ended(id)) is not None}
+
+    def _expiring(self, ends: dict[str, float]) -> Iterator[str]:
+        """Yield results that are gone before they expire, or still there after that."""
         seen, clock, backend = self.seen, self.observer.clock, self.observer.app.backend
-        plain = [asked for asked in seen.asked if not isinstance(asked.order.flow, Graph)]
-        calls = [each for asked in plain for made in asked.results for each in calls_of(made)]
-        metas = {each.id: self._ended(each.id) for each in calls}
-        ends = {id: self._done(meta) for id, meta in metas.items() if meta is not None}
-        if not ends:
-            return
         skew, expires, margin = clock.skew, self.case.world.result_expires, self._ahead() + 1.0
-        longer = max(delays_of(asked.order) for asked in seen.asked)  # for which values of members are kept
+        longer = max(asked.delays for asked in seen.asked)  # for which values of members are kept
         if (until := min(ends.values()) + expires - margin) > self.time.now:
             clock.skew = self.begins_at + until - self.time.now
             yield from (f"{id} is gone before it expires" for id in ends if self._ended(id) is None)
@@ -1160,17 +1156,6 @@ def id_of(headers: str) -> Any:
         return json.loads(headers)["id"]
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def delays_of(order: Order) -> float:
-    """Return the sum of all countdowns and retry delays in *order*, in seconds."""
-    parts = list(parts_of(order.flow))
-    given = (order.options, *(getattr(part, "options", {}) for part in parts))
-    does = [getattr(part, "does", "") for part in parts]
-    retries = sum(part.retries * part.delay for part in parts if isinstance(part, Call))
-    countdowns = sum(options.get("countdown") or 0.0 for options in given)
-    again, deaths = does.count("again"), does.count("dies")
-    return float(countdowns + OUTDATED * does.count("outdated") + retries + 3 * BACKOFF * again + deaths)
 
 
 def _kind_of(case: Case) -> type[Running]:

@@ -22,7 +22,7 @@ from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Claim, Release, ResultRow, RowsLocked, Settlement, Store
 from tests.simulation.case import Fault
 from tests.simulation.repeats import HARMLESS, OF_ROW, Execution, Met, subjects
-from tests.simulation.world import Actor, Killed, Time
+from tests.simulation.world import Killed, Time
 
 KINDS = {
     "before": "the call fails, and is not made",
@@ -246,9 +246,9 @@ class Process:
                 self.runs.pop(tag).settled = self.time.now
         self.kept.update(row[0] for row in rows if row[1] in READY_STATES)
         if method in TELLS and tells(method, args, value):
-            self.time.wake(name="listener")
+            self.time.wake("listener")
         if method in JOINED and self.time.random.random() < 0.3:
-            self.time.wake(name="joiner")
+            self.time.wake("joiner")
         return value
 
     def _refuse(self, method: str, rows: Sequence[ResultRow]) -> None:
@@ -308,7 +308,8 @@ class Process:
             self.pause(fault.seconds)
             return function(*args, **kwargs)
         if fault.kind == "late" and fault.method == "push":
-            self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
+            late = partial(_late, self.time, function, args, kwargs)
+            self.time.once(self.time.now + fault.seconds, "network", "late", late)
             raise error("no answer came in time")
         if fault.kind == "forge":
             value = function(*args, **kwargs)
@@ -334,15 +335,10 @@ def _tags(settlements: Sequence[Settlement]) -> list[int]:
     return [each.tag for each in settlements if not isinstance(each, Store)]
 
 
-def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    def step() -> None:
-        time.actors.remove(actor)
-        function(*args, **kwargs)
-        time.note("a late push is carried out")
-        time.wake(name="listener")
-
-    actor = Actor("network", "late", step, at)
-    return actor
+def _late(time: Time, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    function(*args, **kwargs)
+    time.note("a late push is carried out")
+    time.wake("listener")
 
 
 def watch(process: Process, store: str, thing: Any, methods: Collection[str], prefix: str = "") -> None:

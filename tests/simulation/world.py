@@ -12,9 +12,13 @@ import os
 import random
 import secrets
 import uuid
+from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from heapq import heapify, heappop, heappush
+from itertools import count
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -31,6 +35,8 @@ MOST_TURNS = 2_000_000
 MOST_NESTED = 40
 MOST_CALLING = 8
 """How deeply waits may be nested for another caller to begin a call."""
+MADE = count()
+MADE_AT = attrgetter("made")
 
 
 class Killed(BaseException):
@@ -66,7 +72,7 @@ class Actor:
     """Something that steps. step() returns the seconds until it is due again, or None to sleep until it is
     woken. waits: its steps may wait for other actors."""
 
-    __slots__ = ("busy", "context", "due", "name", "node", "step", "waits")
+    __slots__ = ("busy", "context", "due", "made", "name", "node", "step", "waits")
 
     def __init__(
         self, node: str, name: str, step: Callable[[], float | None], due: float = 0.0, waits: bool = False
@@ -77,6 +83,7 @@ class Actor:
         self.waits = waits
         self.due: float = due
         self.busy = False
+        self.made = next(MADE)
         self.context = Context()
         """Separate, so that actors that step while a task waits do not run in its context."""
 
@@ -88,6 +95,9 @@ class Time:
         self.now = 0.0
         self.random = random.Random(seed)
         self.actors: list[Actor] = []
+        """In the order in which they were made."""
+        self.events: list[tuple[float, int, Actor]] = []
+        """A heap of actors that step once; those that are due are moved to actors."""
         self.log: list[str] = []
         self.trace: Trace | None = None
         """Set if the log includes tasks."""
@@ -112,12 +122,26 @@ class Time:
     def note(self, *words: Any) -> None:
         self.log.append(f"{self.now:.4f} {' '.join(map(str, words))}")
 
-    def wake(self, node: str = "", name: str = "") -> None:
-        """Make the actors with this node and name due at once; "" matches all."""
+    def wake(self, name: str) -> None:
+        """Make the actors with this name due at once."""
         now = self.now
         for actor in self.actors:
-            if actor.due > now and (not node or actor.node == node) and (not name or actor.name == name):
+            if actor.name == name and actor.due > now:
                 actor.due = now
+
+    def once(self, at: float, node: str, name: str, act: Callable[[], None], waits: bool = False) -> None:
+        """Add an actor that calls act() once, at the time *at*."""
+
+        def step() -> None:
+            self.actors.remove(actor)
+            act()
+
+        actor = Actor(node, name, step, at, waits)
+        heappush(self.events, (at, actor.made, actor))
+
+    def expects_events(self) -> bool:
+        """Return whether an actor of once() has not stepped yet."""
+        return bool(self.events) or any(actor.name in ("event", "late") for actor in self.actors)
 
     @contextmanager
     def stepping(self, node: str) -> Iterator[None]:
@@ -131,6 +155,8 @@ class Time:
     def remove(self, node: str) -> None:
         """Remove the actors of *node*."""
         self.actors[:] = [actor for actor in self.actors if actor.node != node]
+        self.events[:] = [event for event in self.events if event[2].node != node]
+        heapify(self.events)
 
     def turn(self, until: float) -> bool:
         """Let one actor step, or let time pass up to *until*; return False once that time is reached."""
@@ -140,9 +166,15 @@ class Time:
         now, frozen = self.now, self.frozen
         if now > self.limit:
             raise Stuck("somebody waits for ever")
-        actors = self.actors
+        actors, events = self.actors, self.events
+        while events and events[0][0] <= now:
+            insort(actors, heappop(events)[2], key=MADE_AT)
+        coming = [event[2] for event in events[:1]]
         if self.at_work or self.nested > MOST_CALLING:
             actors = [actor for actor in actors if not actor.waits]
+            coming = [event[2] for event in events if not event[2].waits]
+        elif frozen:
+            coming = [event[2] for event in events]
         ready = [
             actor
             for actor in actors
@@ -152,9 +184,9 @@ class Time:
             self._step(ready[int(self.random.random() * len(ready))] if len(ready) > 1 else ready[0])
             return True
         later = min(
-            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in actors if not actor.busy)
+            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in (*actors, *coming) if not actor.busy)
             if frozen
-            else (actor.due for actor in actors if not actor.busy),
+            else (actor.due for actor in (*actors, *coming) if not actor.busy),
             default=until,
         )
         self.now = max(now, min(later, until))  # a nested pump may have passed *until* already
