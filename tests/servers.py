@@ -63,6 +63,11 @@ def _places() -> dict[Place, str]:
 asking = Asking(_places)
 
 
+def port_of(name: str) -> int:
+    """The port of the server *name*, for proxies of it."""
+    return _place(name)[1]
+
+
 def unreachable(name: str) -> str | None:
     """Why the server *name* cannot be used; None when it listens."""
     try:

@@ -226,6 +226,7 @@ class PostgreSQL(Server):
             "unix_socket_directories": "",
             "fsync": "off",
             "shared_buffers": "16MB",
+            "dynamic_shared_memory_type": "mmap",  # elsewhere, a kill would leave segments behind
             **self.options,
         }
         with (data / "postgresql.conf").open("a") as file:

@@ -27,7 +27,7 @@ from qworker.results.result import AsyncResult
 from qworker.tasks.execution import execute
 from qworker.testing import FakeClock, MemoryStore
 from tests.acceptance.proxy import Proxy
-from tests.servers import require
+from tests.servers import port_of, require
 from tests.support.stores import KeepingStore
 
 pytestmark = [
@@ -171,7 +171,7 @@ def test_awaiting_caller_gets_the_result(make: Make) -> None:
 
 def test_unresponsive_server_times_out() -> None:
     """It has accepted the connection, but answers no requests."""
-    with Proxy(5672) as proxy:
+    with Proxy(port_of("rabbitmq")) as proxy:
         conf = Settings({"broker_url": proxy.url(require("rabbitmq"))}, environ={})
         connector = Connector(conf)
         connection = connector.connect()

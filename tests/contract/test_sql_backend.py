@@ -27,6 +27,7 @@ from qworker.transports.sql.result_upserts import channel_of, lock_of
 from qworker.transports.sql.timeout_connection import TimeoutConnection
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.servers import port_of
 from tests.support.messages import message
 from tests.support.waiting import until
 
@@ -109,7 +110,7 @@ def _env(place: SQLPlace) -> Iterator[Env]:
 
 def test_unresponsive_server_times_out(env: Env) -> None:
     """The connection stays open, so TCP alone would wait for ever."""
-    with Proxy(5432 if env.place.server == "postgresql" else 3306) as proxy:
+    with Proxy(port_of(env.place.server)) as proxy:
         timeouts = {"connect_timeout": 2} | ({} if env.place.server == "postgresql" else {"read_timeout": 1})
         app = QWorker(
             "patient",
@@ -173,7 +174,10 @@ def test_lost_connection_leaves_no_table_or_index_out(
 
 def test_psycopg_connection_is_closed_after_a_timeout(postgresql: Env) -> None:
     """psycopg refuses a rollback then, and SQLAlchemy logged two tracebacks about it."""
-    with Proxy(5432) as proxy, TimeoutConnection.connect(proxy.url(postgresql.place.url)) as connection:
+    with (
+        Proxy(port_of("postgresql")) as proxy,
+        TimeoutConnection.connect(proxy.url(postgresql.place.url)) as connection,
+    ):
         connection.answer_seconds = 0.2
         proxy.down.open = False
         with pytest.raises(psycopg.OperationalError, match="not answered in time"):

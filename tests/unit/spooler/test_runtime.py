@@ -127,8 +127,9 @@ def test_signal_reaches_only_one_receiver(place: Path) -> None:
         receiver.close()
 
 
-def test_socket_of_a_dead_spooler_is_removed(place: Path) -> None:
-    address = f"{runtime.state_place(place)}/1.signals"
+def test_socket_of_a_dead_spooler_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runtime.state_place(place))  # as below
+    address = "1.signals"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(address)
     assert not signal_socket.send(place, 5)
@@ -142,11 +143,12 @@ def test_socket_of_a_dead_spooler_is_removed(place: Path) -> None:
     again.close()
 
 
-def test_invalid_datagrams_are_ignored(place: Path) -> None:
+def test_invalid_datagrams_are_ignored(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)  # the address of a socket has at most 108 bytes
     receiver = SignalSocket(place)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"\1\2", b"x" * 10_000, b"\7"):
-            sender.sendto(data, f"{place}/{STATE}/{os.getpid()}.signals")
+            sender.sendto(data, f"{STATE}/{os.getpid()}.signals")
     assert receiver.read() == [7]
     receiver.close()
 
