@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import seconds_of
+from benchmarks.processes import SERVER_PROCESSES, seconds_of
 from benchmarks.summary import percentile
 from qworker import QWorker
 
@@ -27,13 +27,6 @@ HOSTED = 50
 SETTLING = 3.0
 GAP = 0.02
 """Seconds between two calls."""
-SERVER_PROCESSES = {
-    "redis": "redis-server",
-    "amqp": "beam.smp",
-    "postgresql": "postgres",
-    "mysql": "mariadbd",
-    "nats": "nats-server",
-}
 
 
 @dataclass

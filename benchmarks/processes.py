@@ -13,6 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 TOKEN = "BENCHMARK_TOKEN"
+SERVER_PROCESSES = {
+    "redis": "redis-server",
+    "rabbitmq": "beam.smp",
+    "amqp": "beam.smp",
+    "postgresql": "postgres",
+    "mariadb": "mariadbd",
+    "mysql": "mariadbd",
+    "nats": "nats-server",
+}
+"""What the processes of servers are called, by name or URL scheme."""
 
 
 def _fields_after_name(process: int) -> list[str]:

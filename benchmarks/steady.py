@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cell import CONCURRENCY, Cell, CellError
 from benchmarks.peers import PEERS
-from benchmarks.processes import seconds_of
+from benchmarks.processes import SERVER_PROCESSES, seconds_of
 from benchmarks.run import RUNS
 from benchmarks.summary import median, percentile
 
@@ -27,14 +27,6 @@ PROBES = 300
 SAMPLES = 10
 """How many waves, evenly spread, are followed by single calls and by a look at the broker's size."""
 DAY = 86_400.0
-SERVER_PROCESSES = {
-    "Redis": "redis-server",
-    "RabbitMQ": "beam.smp",
-    "PostgreSQL": "postgres",
-    "MariaDB": "mariadbd",
-    "NATS": "nats-server",
-}
-"""What the processes of the servers are called on this machine."""
 
 
 @dataclass
@@ -88,7 +80,7 @@ def _waves(cell: Cell, tasks: int, waiting: int) -> Iterator[Sample]:
     if waiting:
         cell.ask("fill_for", count=waiting, seconds=DAY, batch=BATCH, timeout=3600.0)
     worker = cell.warm_worker()
-    server = SERVER_PROCESSES.get(cell.peer.server, "")
+    server = SERVER_PROCESSES.get(cell.peer.server.lower(), "")
     used = worker.cpu_seconds(), seconds_of(server)
     number = max(SAMPLES, tasks // WAVE)
     count = tasks // number
