@@ -87,7 +87,11 @@ def main(command: list[str]) -> int:
             if (absent := missing(kind)) is not None:
                 print(f"own_servers: {absent} is not installed, so there is no {kind}", file=sys.stderr)
                 continue
-            server = start()
+            try:
+                server = start()
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                print(f"own_servers: {kind} does not start, the usual one is used: {error}", file=sys.stderr)
+                continue
             stack.callback(server.close)
             os.environ[variable] = server.url
         return subprocess.run(command).returncode
