@@ -128,7 +128,7 @@ def test_signal_reaches_only_one_receiver(place: Path) -> None:
 
 
 def test_socket_of_a_dead_spooler_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(runtime.state_place(place))  # as below
+    monkeypatch.chdir(runtime.state_place(place))  # the address of a socket has at most 108 bytes
     address = "1.signals"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(address)
@@ -144,7 +144,7 @@ def test_socket_of_a_dead_spooler_is_removed(place: Path, monkeypatch: pytest.Mo
 
 
 def test_invalid_datagrams_are_ignored(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)  # the address of a socket has at most 108 bytes
+    monkeypatch.chdir(place)  # for a short address
     receiver = SignalSocket(place)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"\1\2", b"x" * 10_000, b"\7"):
